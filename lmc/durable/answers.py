@@ -8,7 +8,7 @@ from typing import Any
 
 from lmc import codec
 from lmc.backend.results import Output, Result
-from lmc.durable.checks import of_ask, of_text, since_last
+from lmc.durable.checks import of_ask, of_text, shown, since_last
 from lmc.durable.groups import Ask, Record, output_of, record_of
 from lmc.durable.journal import MANY, JournalFile
 from lmc.durable.records import Known
@@ -58,8 +58,7 @@ class Answers:
         places  of the request, and of the equal ones that it answers as well
         """
         self.go_on()
-        text, last = since_last(before)
-        digest = of_ask(0 if last is None else self._checked(last), text, ask)
+        digest, last = self.check(before, ask)
         if self.resumed:
             found = self.find(places, digest)
             if found is not None:
@@ -82,10 +81,10 @@ class Answers:
             self.journal.gather_many()
         return after
 
-    def check(self, before: Prompt, ask: Gen | Select) -> int:
-        """Return a checksum of the whole prompt and the request, by which the answer is found again."""
-        text, last = since_last(before)
-        return of_ask(0 if last is None else self._checked(last), text, ask)
+    def check(self, before: Prompt, ask: Gen | Select) -> tuple[int, Result | None]:
+        """Return a checksum of the whole prompt and the request, by which the answer is found again; and the last answer in the prompt."""
+        parts, last = since_last(before)
+        return of_ask(0 if last is None else self._checked(last), of_text(shown(parts)), ask), last
 
     def _checked(self, result: Result) -> int:
         if result.checked is None or result.checked[0] is not self:  # of some other run

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from lmc.backend.results import Result
 from lmc.images import digest
-from lmc.prompt import Excerpt, Prompt
+from lmc.prompt import Excerpt, Piece, Prompt
 from lmc.segments import Gen, Image, Mark, Select, Special
 
 
@@ -24,17 +24,14 @@ _ODD = 0x9E3779B1  # odd, so that multiplication loses no bit
 _BITS = 0xFFFFFFFF
 
 
-def since_last(before: Prompt) -> tuple[int, Result | None]:
-    """Return the checksum of the text since the last answer in a prompt; and that answer."""
-    texts: list[bytes] = []
+def since_last(before: Prompt) -> tuple[list[Piece], Result | None]:
+    """Return the pieces of a prompt since its last answer; and that answer."""
+    parts: list[tuple[Piece, ...]] = []
     node: Prompt | None = before
     while node is not None and node.result is None:
-        parts: Any = node.parts
-        if parts:
-            texts.append(shown(parts).encode("utf-8", "surrogatepass"))
+        parts.append(node.parts)
         node = node.parent
-    texts.reverse()
-    return crc32(b"".join(texts)), None if node is None else node.result
+    return [part for some in reversed(parts) for part in some], None if node is None else node.result
 
 
 def of_text(text: str) -> int:

@@ -39,11 +39,6 @@ def packed(values: Sequence[Any]) -> Column:
     return _as_they_are(values)
 
 
-def packed_numbers(rows: Sequence[Sequence[int]]) -> Column:
-    """As `packed`, for tuples of equally many whole numbers."""
-    return {"columns": list(map(_packed_equals, zip(*rows, strict=True)))} if len(rows) >= FEW else list(map(list, rows))
-
-
 def packed_rows(rows: Sequence[Sequence[Any]]) -> Column:
     """As `packed`, for lists or tuples."""
     widths = set(map(len, rows))

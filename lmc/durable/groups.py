@@ -18,7 +18,7 @@ from lmc import codec, json_data
 from lmc.backend.results import Output, Result
 from lmc.backend.usage import Usage
 from lmc.durable.cipher import Cipher
-from lmc.durable.columns import packed_numbers, packed_rows, unpacked
+from lmc.durable.columns import packed_rows, unpacked
 from lmc.errors import JournalError
 
 VERSION = 13
@@ -126,7 +126,7 @@ def _answers(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int
     """Pack answers as a section. Raises NotData."""
     return [
         "answers", places, list(map(_ITEM, runs)), checks, packed_rows([o.texts for o in outputs]), packed_rows([o.metas for o in outputs]),
-        packed_numbers([_USAGE(o.usage) for o in outputs]), packed_rows([o.ids for o in outputs])]  # fmt: skip
+        packed_rows([_USAGE(o.usage) for o in outputs]), packed_rows([o.ids for o in outputs])]  # fmt: skip
 
 
 _ITEM = attrgetter("item")

@@ -109,10 +109,6 @@ class JournalFile:
         """Return the seed of the runs."""
         return self.contents.header["seed"]
 
-    def begin(self, numbers: Sequence[int], names: Sequence[str], columns: Sequence[Sequence[str]]) -> None:
-        """Begin runs with only text arguments: a column for each name."""
-        self.add(((numbers, names, columns),))
-
     def put(self, item: int, record: Record) -> None:
         """Add a record of a run, as JSON data that is no longer modified.
 

@@ -141,7 +141,7 @@ def _begin(journal: JournalFile, bound: Sequence[inspect.BoundArguments], number
     names = list(bound[0].arguments)[1:]
     columns = list(zip(*[arguments.arguments.values() for arguments in bound], strict=True))[1:]
     if all(set(map(type, column)) == {str} and len(max(column, key=len)) < LARGEST // 8 // len(columns) for column in columns):  # at most 6 bytes a character
-        journal.begin(numbers, names, columns)
+        journal.add(((numbers, names, columns),))
         return
     for number, arguments in zip(numbers, bound, strict=True):
         journal.put(number, _beginning(_given(arguments)))

@@ -19,6 +19,7 @@ from lmc.backend.base import Backend
 from lmc.backend.results import Output, Result
 from lmc.durable import records
 from lmc.durable.call_records import ReachedCall
+from lmc.durable.checks import since_last
 from lmc.durable.cipher import Key
 from lmc.durable.groups import Ask, Record
 from lmc.durable.journal import JournalFile
@@ -112,14 +113,14 @@ class View(RunJournal):
             into.append(TakenBranch(loc, test, answer))
 
     def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:
-        since = _since(before)
+        since, _ = since_last(before)
         step = RunStep(len(self.steps), "select" if isinstance(ask, Select) else "gen", str(ask.name), _line(ask.loc), "".join(map(_text, since)), "")
         step.pictures = [url for part in since if isinstance(part, Image) and (url := thumbnail(part)) is not None]
         changed = self.change is not None and step.number == self.change.at and self.change.answer is not None
         if changed or (self.change is not None and (step.number > self.change.at or (step.number == self.change.at and self.change.answer is None))):
             self.go_on()
             step.source = "changed" if changed else "now"
-            digest = self.check(before, ask)
+            digest, _ = self.check(before, ask)
             after = self._changed(before, ask, places, digest) if changed else send()
             assert after.result is not None
             after.result.checked = self, digest, places[0]
@@ -188,16 +189,6 @@ class View(RunJournal):
 
 def _line(loc: Loc | None) -> str:
     return "" if loc is None else str(loc)
-
-
-def _since(before: Prompt) -> list[Piece]:
-    """Return the pieces of a prompt after its last answer."""
-    parts: list[tuple[Piece, ...]] = []
-    node: Prompt | None = before
-    while node is not None and node.result is None:
-        parts.append(node.parts)
-        node = node.parent
-    return [part for some in reversed(parts) for part in some]
 
 
 def _text(part: Piece) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.codec import NotData
-from lmc.durable.columns import FEW, packed, packed_numbers, packed_rows, unpacked
+from lmc.durable.columns import FEW, packed, packed_rows, unpacked
 from lmc.json_data import from_bytes, to_bytes
 from tests.searching import search
 
@@ -47,7 +47,6 @@ def test_what_is_the_same_is_written_once() -> None:
                 {"keys": ("type",), "columns": [{"=": "stop"}]}]},
         ],
     }  # fmt: skip
-    assert packed_numbers([(1, i) for i in range(4)]) == {"columns": [{"=": 1}, [0, 1, 2, 3]]}
 
 
 def test_values_that_are_read_share_nothing() -> None:
