@@ -9,7 +9,7 @@ import functools
 import linecache
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from lmc import codec, json_data
@@ -21,7 +21,6 @@ from lmc.frontend.source import codes
 _DEPTH = 6
 """Depth to which fields are searched; containers and closures to any depth."""
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset, types.FunctionType, types.MethodType, functools.partial})
-_ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, types.ModuleType, types.BuiltinFunctionType, HostFunction})
 _LANGUAGE = ("lmc.frontend.", "lmc.jit.", "lmc.runahead.")
 
 
@@ -104,15 +103,17 @@ def inside(x: Any) -> Iterator[Any]:
                 continue
 
 
-def walk(values: Iterable[Any], held: Callable[[Any], Iterable[Any]] = inside, depth: int = sys.maxsize) -> Iterator[Any]:
-    """Yield values and, up to a depth, what they hold, each object once, the last first; no text, number or None."""
-    left, seen = [(x, depth) for x in values], set[int]()
+def walk(values: Iterable[Any], held: Callable[[Any], Iterable[Any]] = inside, depth: int = sys.maxsize, through: Collection[type] = ()) -> Iterator[Any]:
+    """Yield values and, up to a depth, in which what is in `through` does not count, what they hold, each object once, the last first; no text, number or
+    None."""
+    left, seen = [(x, depth) for x in values if type(x) not in json_data.PLAIN], set[int]()
     while left:
         x, more = left.pop()
-        if id(x) not in seen and type(x) not in json_data.PLAIN:
+        if id(x) not in seen:
             seen.add(id(x))
             yield x
-            left += [(item, more - 1) for item in held(x)] if more else ()
+            less = more if type(x) in through else more - 1
+            left += [(item, less) for item in held(x) if type(item) not in json_data.PLAIN] if more else ()
 
 
 @functools.lru_cache(4096)
@@ -137,19 +138,7 @@ def _cells(fn: types.FunctionType) -> Iterator[Any]:
 def holds_language(x: Any) -> bool:
     """Return whether an object contains a state, expression or program: through containers, and through fields up to a
     depth."""
-    seen: set[int] = set()
-
-    def search(y: Any, left: int) -> bool:
-        if type(y) in _ATOMS:
-            return False
-        if is_language(y):
-            return True
-        if left == 0 or id(y) in seen:
-            return False
-        seen.add(id(y))
-        return any(search(z, left if type(y) in _CONTAINERS else left - 1) for z in inside(y) if type(z) not in _ATOMS)
-
-    return search(x, _DEPTH)
+    return any(map(is_language, walk([x], depth=_DEPTH, through=_CONTAINERS)))
 
 
 def reaches(values: Iterable[Any]) -> bool:
