@@ -28,15 +28,9 @@ WIDE = 16
 
 def packed(values: Sequence[Any]) -> Column:
     """Pack JSON values as a column. Raises NotData for values that JSON lacks."""
-    if len(values) >= FEW:
-        kinds = set(map(type, values))
-        if len(kinds) == 1:
-            rule = _PACKED.get(kinds.pop())
-            if rule is not None:
-                return rule(values)
-        elif json_data.are_atoms(values):
-            return list(values)
-    return _as_they_are(values)
+    kinds = set(map(type, values))
+    rule = _PACKED.get(kinds.pop()) if len(kinds) == 1 and len(values) >= FEW else None
+    return _as_they_are(values) if rule is None else rule(values)
 
 
 def packed_rows(rows: Sequence[Sequence[Any]]) -> Column:

@@ -65,17 +65,13 @@ class Sidecar:
     It is written after each sync, never before: a shorter journal has lost groups that runs relied on.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, journal: Path) -> None:
+        with as_journal_error(self.path_of(journal)):
+            self._file = os.fdopen(os.open(self.path_of(journal), os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
 
     @staticmethod
     def path_of(journal: Path) -> Path:
         return journal.with_name(journal.name + ".synced")
-
-    @classmethod
-    def open(cls, journal: Path) -> Sidecar:
-        with as_journal_error(cls.path_of(journal)):
-            return cls(os.fdopen(os.open(cls.path_of(journal), os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0))
 
     def note(self, size: int, first: int) -> None:
         self._file.seek(0)

@@ -101,25 +101,16 @@ class _Answers:
 
 
 def _sections(places: Sequence[Ask], runs: Sequence[Writes], results: Sequence[Result], checks: Sequence[int]) -> Iterator[list[Any]]:
-    """Yield a section for the answers; for other outcomes their record, if there is one."""
-    outputs: Any = [result.answer for result in results]
-    if all(outputs):
-        yield from _of_outputs(places, runs, checks, outputs)
-        return
-    there = [row for row in zip(runs, checks, outputs, strict=True) if row[2] is not None]
-    if there:
-        yield from _of_outputs(places, *zip(*there, strict=True))
-    for run, result, output in zip(runs, results, outputs, strict=True):
-        if output is None and (record := run.record(places, result)) is not None:
-            yield ["record", run.item, record]
-
-
-def _of_outputs(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> Iterator[list[Any]]:
-    """Yield one section for all if their meta info is plain JSON; otherwise a record for each."""
+    """Yield a section for the answers, or a record for each if their meta info is not plain JSON; for other outcomes their record, if there is one."""
+    there = [(run, check, result.answer) for run, check, result in zip(runs, checks, results, strict=True) if result.answer is not None]
     try:
-        yield _answers(places, runs, checks, outputs)
-    except (codec.NotData, RecursionError):  # for some
-        yield from (["record", run.item, record_of(places, check, output)] for run, check, output in zip(runs, checks, outputs, strict=True))
+        if there:
+            yield _answers(places, *zip(*there, strict=True))
+    except (codec.NotData, RecursionError):  # for the meta info of some
+        yield from (["record", run.item, record_of(places, check, output)] for run, check, output in there)
+    for run, result in zip(runs, results, strict=True):
+        if result.answer is None and (record := run.record(places, result)) is not None:
+            yield ["record", run.item, record]
 
 
 def _answers(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> list[Any]:

@@ -56,14 +56,13 @@ class JournalFile:
         self._waiting: list[Callable[[], object]] = []  # callbacks for when everything before them is written
         self._gathering = threading.Lock()  # groups are made one after another
         self._some, self._urgent = threading.Event(), threading.Event()
-        self._rung = False  # the writing thread has been notified of entries
         self._closing = False
         self.left = False  # its runs were cancelled: nothing more begins
         self._calls, self._held = 0, threading.Lock()  # calls of host code whose outcome is to be written
         self._error: Exception | None = None
         self._sum, self._groups = contents.sum, contents.groups  # of the last group
         self._cipher, self._room, self._end = contents.cipher, ReservedBlocks(file.fileno()), contents.size
-        self._sidecar = files.Sidecar.open(path)
+        self._sidecar = files.Sidecar(path)
         self._thread = threading.Thread(target=self._work, name="lmc-journal", daemon=True)
         self._thread.start()
         belongs_here(self)
@@ -119,12 +118,12 @@ class JournalFile:
     def add(self, entry: Entry) -> None:
         """As `put`, for any entry."""
         self.entries.append(entry)
-        if not self._rung:
-            self._ring()
+        self._ring()
 
-    def _ring(self) -> None:
-        self._rung = True
-        self._some.set()
+    def _ring(self, *_: Result) -> None:
+        """Let the writing thread look for entries."""
+        if not self._some.is_set():
+            self._some.set()
 
     def flush(self) -> None:
         """Write everything that was put, so that it survives the end of this process; it is synced to disk later. Never
@@ -220,7 +219,6 @@ class JournalFile:
             due = due or monotonic() + GROUP
             self._urgent.wait(max(0.0, due - monotonic()))
             self._some.clear()  # before taking anything: an entry added now is seen now or notifies again
-            self._rung = False
             self._urgent.clear()
             closing = self._closing
             waiting = _taken(self._waiting)
@@ -280,11 +278,7 @@ class JournalFile:
             self._unanswered = unanswered + missing  # only now, and the next line after it: Ctrl-C on a run's thread must lose none
             del self.entries[: len(new)]
             for _, _, result in missing:
-                result.on_done(self._answer_came)
-
-    def _answer_came(self, result: Result) -> None:
-        if not self._rung:
-            self._ring()
+                result.on_done(self._ring)
 
     def gather_many(self) -> None:
         """As `gather`, unless another thread is gathering already."""

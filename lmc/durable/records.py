@@ -272,8 +272,8 @@ def parse(data: bytes, name: str, key: Key | None = None) -> Contents | None:
         header, total, cipher = _header(rest, key)
     except JournalError as error:
         raise JournalError(f"{name}: {error.message}") from None
-    if header is None:
-        raise JournalError(f"{name} is damaged in its first line; start a new journal")
+    except ValueError:
+        raise JournalError(f"{name} is damaged in its first line; start a new journal") from None
     contents = Contents(name, header, size=len(head) + 1, sum=total, first=total, cipher=cipher)
     _groups(contents, data)
     contents.dropped = len(data) - contents.size
@@ -281,17 +281,14 @@ def parse(data: bytes, name: str, key: Key | None = None) -> Contents | None:
     return contents
 
 
-def _header(first: bytes, key: Key | None) -> tuple[dict[str, Any] | None, int, Cipher | None]:
-    """Return the header in the first line after the format's number, None if it is damaged; its checksum; and the
-    cipher of the others."""
-    found = payload(first, 0)
-    if found is None:
-        return None, 0, None
-    try:
-        header, cipher = opened_first(json_data.from_bytes(found[0]), key)
-    except ValueError:
-        return None, 0, None
-    return (header, found[1], cipher) if isinstance(header, dict) and type(header.get("seed")) is int else (None, 0, None)
+def _header(first: bytes, key: Key | None) -> tuple[dict[str, Any], int, Cipher | None]:
+    """Return the header in the first line after the format's number, its checksum, and the cipher of the others. Raises ValueError if it is damaged."""
+    if (found := payload(first, 0)) is None:
+        raise ValueError("another checksum")
+    header, cipher = opened_first(json_data.from_bytes(found[0]), key)
+    if not isinstance(header, dict) or type(header.get("seed")) is not int:
+        raise ValueError("no header")
+    return header, found[1], cipher
 
 
 _NO_RECORDS: Sequence[Record] = ([],)

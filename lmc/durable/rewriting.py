@@ -165,6 +165,6 @@ def _locked(where: Path, key: Key | None) -> Generator[Contents | None]:
 
 
 def _note(where: Path, size: int, first: int) -> None:
-    sidecar = Sidecar.open(where)
+    sidecar = Sidecar(where)
     sidecar.note(size, first)
     sidecar.close()
