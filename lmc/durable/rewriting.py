@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -48,25 +49,24 @@ def compact(path: Path, key: Key | None, keep: float | None = None, *, new_key: 
     with _locked(where, key) as contents:
         if contents is None:
             return 0, 0, 0
-        until, deleted, kept = None if keep is None else time.time() - keep, 0, dict[int, list[Record]]()
-        for item, records in contents.records.items():
-            known = contents.known(item)
-            old = until is not None and is_over(known) and not known.deleted and known.ended < until
-            kept[item] = [["x"], ["e", [], known.ended]] if old else _needed(records)
-            deleted += old
-        size = _replace(where, contents, kept, key if new_key is None else new_key)
-        return contents.size + contents.dropped, size, deleted
+        old = _old(contents, math.inf if keep is None else keep)
+        size = _replace(where, contents, old, key if new_key is None else new_key)
+        return contents.size + contents.dropped, size, len(old)
 
 
 def delete_finished(path: Path, key: Key | None, keep: float) -> None:
     """Delete the contents of runs that ended well more than `keep` seconds ago, if there are any. Raises
     JournalError."""
-    if not path.exists():
-        return
-    with _locked(path, key) as contents:
-        old = contents is not None and any(known.ended < time.time() - keep for known in contents.runs.values() if is_over(known) and not known.deleted)
-    if old:
-        compact(path, key, keep)
+    if path.exists():
+        with _locked(path, key) as contents:
+            if contents is not None and (old := _old(contents, keep)):
+                _replace(path, contents, old, key)
+
+
+def _old(contents: Contents, keep: float) -> Mapping[int, Known]:
+    """Return the runs that ended well more than `keep` seconds ago, and whose contents are not deleted yet."""
+    until = time.time() - keep
+    return {item: known for item, known in contents.runs.items() if is_over(known) and not known.deleted and known.ended < until}
 
 
 def is_over(known: Known) -> bool:
@@ -134,8 +134,9 @@ def _answer(record: Record) -> Result:
     return result
 
 
-def _replace(where: Path, contents: Contents, runs: Mapping[int, list[Record]], key: Key | None) -> int:
-    """Replace a journal's file atomically; return its size."""
+def _replace(where: Path, contents: Contents, old: Mapping[int, Known], key: Key | None) -> int:
+    """Replace a journal's file atomically, without records that no run needs, and the contents of old runs; return its size."""
+    runs = {item: [["x"], ["e", [], old[item].ended]] if item in old else _needed(records) for item, records in contents.records.items()}
     header = {**contents.header, "id": secrets.token_hex(8)}  # so that the old sidecar does not apply to it
     data, first = file_of(header, _groups(runs), None if key is None else Cipher(key))
     temporary = where.with_name(where.name + ".new")
