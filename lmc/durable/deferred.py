@@ -112,12 +112,12 @@ def drop(awaitable: Any) -> None:
             drop(inner)
     elif isinstance(awaitable, asyncio.Future):
         awaitable.cancel()
-        awaitable.add_done_callback(_take_exception)
+        awaitable.add_done_callback(take_exception)
     elif isinstance(awaitable, DeferredAwaitable):
         awaitable.drop()
 
 
-def _take_exception(future: asyncio.Future[Any]) -> None:
+def take_exception(future: asyncio.Future[Any]) -> None:
     """Take what a future raises that nobody waits for, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()
@@ -125,13 +125,11 @@ def _take_exception(future: asyncio.Future[Any]) -> None:
 
 def inner_of(awaitable: Any) -> Any:
     """Return the awaitable inside a coroutine of lmc's own."""
-    while isinstance(awaitable, types.CoroutineType) and awaitable.cr_frame is not None and awaitable.cr_code in _INNER:
-        awaitable = _INNER[awaitable.cr_code](awaitable.cr_frame.f_locals)
+    while isinstance(awaitable, types.CoroutineType) and awaitable.cr_frame is not None and awaitable.cr_code is _LATER:
+        awaitable = awaitable.cr_frame.f_locals["result"]
     return awaitable
 
 
-_INNER: Mapping[types.CodeType, Callable[[Mapping[str, Any]], Any]] = {
-    tools.later.__code__: lambda held: held["result"],
-}  # fmt: skip
-AROUND_HOST_CODE = frozenset({*_INNER, HostFunction.awaited.__code__})
+_LATER = tools.later.__code__
+AROUND_HOST_CODE = frozenset({_LATER, HostFunction.awaited.__code__})
 """Code of lmc's coroutines that await host code's awaitables."""

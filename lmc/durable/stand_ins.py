@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, closing
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, closing, contextmanager
 from typing import Any, Protocol
 
 from lmc.durable.effects import CallKind, is_plain
@@ -78,29 +78,25 @@ def like(x: Any, call: Callable[..., Any]) -> Any:
     return made
 
 
-class RecordedClosing(closing[Any]):
-    """`closing` of an object that the program has made."""
-
-    def __init__(self, recorder: CallRecorder, thing: Any) -> None:
-        super().__init__(thing)
-        self._recorder, self._thing = recorder, thing
-
-    def __exit__(self, *_: object) -> None:
-        self._recorder.callee(self._thing.close)()
+@contextmanager
+def _closing(recorder: CallRecorder, thing: Any) -> Generator[Any]:
+    """Manage an object that the program has made as `closing` does."""
+    try:
+        yield thing
+    finally:
+        recorder.callee(thing.close)()
 
 
-class RecordedAclosing(aclosing[Any]):
-    """`aclosing` of an object that the program has made."""
-
-    def __init__(self, recorder: CallRecorder, thing: Any) -> None:
-        super().__init__(thing)
-        self._recorder, self._thing = recorder, thing
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._recorder.awaited(self._recorder.callee(self._thing.aclose)())
+@asynccontextmanager
+async def _aclosing(recorder: CallRecorder, thing: Any) -> AsyncGenerator[Any]:
+    """As `_closing`, for `aclosing`."""
+    try:
+        yield thing
+    finally:
+        await recorder.awaited(recorder.callee(thing.aclose)())
 
 
-CLOSING = {closing: RecordedClosing, aclosing: RecordedAclosing}
+CLOSING = {closing: _closing, aclosing: _aclosing}
 
 
 def _class_itself(cls: type) -> type:

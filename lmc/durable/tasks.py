@@ -22,7 +22,8 @@ from zlib import crc32
 
 from lmc.contexts import having
 from lmc.durable.call_records import arguments_digest
-from lmc.durable.deferred import DeferredAwaitable
+from lmc.durable.deferred import DeferredAwaitable, take_exception
+from lmc.durable.effects import begins_tasks
 from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect
 from lmc.errors import Loc
@@ -134,8 +135,8 @@ class Tasks:
     def forget_stopped(self) -> None:
         """Let asyncio not report the errors of tasks that the journal has ended: the run has ended with one of them."""
         for task in self._stopped:
-            if task.done() and not task.cancelled():
-                task.exception()
+            if task.done():
+                take_exception(task)
 
     def any_in(self, values: Sequence[Any]) -> bool:
         """Return whether a task is among values, or in a container among them, as `asyncio.wait` takes it, or a dict."""
@@ -153,7 +154,7 @@ class Tasks:
         is_own  whether something is a coroutine of the program's
         """
         grouped = _is_method(fn, asyncio.TaskGroup, "create_task")
-        if not (grouped or _begins(fn) or _is_one(fn, _COMBINE)) or (not args and fn is not asyncio.gather):
+        if not (grouped or _begins(fn) or begins_tasks(fn)) or (not args and fn is not asyncio.gather):
             return None
         if args and not (grouped or any(is_own(x) or x in self or (_is_coroutine(x) and fn is not asyncio.wait_for) for x in args)):
             return None
@@ -202,16 +203,8 @@ def _is_coroutine(x: Any) -> bool:
 
 
 def _begins(fn: Any) -> bool:
-    return _is_one(fn, (asyncio.create_task, asyncio.ensure_future)) or _is_method(fn, asyncio.AbstractEventLoop, "create_task")
-
-
-def _is_one(fn: Any, functions: Sequence[Any]) -> bool:
-    return any(fn is known for known in functions)  # `in` would call an object's `__eq__`
+    return fn is asyncio.create_task or fn is asyncio.ensure_future or _is_method(fn, asyncio.AbstractEventLoop, "create_task")
 
 
 def _is_method(fn: Any, cls: type, name: str) -> bool:
     return attribute(fn, "__name__") == name and isinstance(attribute(fn, "__self__"), cls)
-
-
-_COMBINE = (asyncio.gather, asyncio.wait_for, asyncio.shield)
-"""Functions that await the awaitables among their arguments."""
