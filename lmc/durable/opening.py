@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -149,9 +150,7 @@ def _begin(journal: JournalFile, bound: Sequence[inspect.BoundArguments], number
 
 def _given(arguments: inspect.BoundArguments) -> dict[str, Any]:
     """Return the arguments of a run, except its state."""
-    given = dict(arguments.arguments)
-    del given[next(iter(given))]
-    return given
+    return dict(islice(arguments.arguments.items(), 1, None))
 
 
 def _beginning(given: Mapping[str, Any]) -> Record:

@@ -84,7 +84,8 @@ def inside(x: Any) -> Iterator[Any]:
         yield from x.keys()
         yield from x.values()
     elif cls is types.FunctionType:
-        yield from _cells(x)
+        for cell in x.__closure__ or ():
+            yield from contents(cell)
         yield from (*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values())
     elif cls is types.MethodType:
         yield x.__self__
@@ -128,11 +129,6 @@ def contents(cell: types.CellType) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:
         return ()
-
-
-def _cells(fn: types.FunctionType) -> Iterator[Any]:
-    for cell in fn.__closure__ or ():
-        yield from contents(cell)
 
 
 def holds_language(x: Any) -> bool:

@@ -201,7 +201,7 @@ class CallSnapshot:
             if type(x) not in _BUFFERS or x.closed:
                 raise codec.NotData(f"what it did to a {type(x).__name__}")
             written.append([-1 - n, ["=", codec.encode([x.getvalue(), x.tell()])]])
-        found = [(i, after) for i, (was, after) in enumerate(zip(before.data, self._found.data, strict=True)) if not _same(was, after)]
+        found = [(i, after) for i, (was, after) in enumerate(zip(before.data, self._found.data, strict=True)) if was != after]
         for index, after in found:
             if isinstance(after, _OpaqueValue):
                 where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
@@ -308,9 +308,9 @@ def _look(x: Any, instances: Mapping[int, Callable[[], Any]]) -> Callable[[Any],
         return None
     if isinstance(x, list | dict | set | deque):
         return lambda x: [*map(id, x), *map(id, x.values() if isinstance(x, dict) else ())]
-    if any(base in _WATCHED for base in type(x).__mro__[1:-1]):
+    if any(base in _WATCHED for base in type(x).__mro__):
         return _as_of_base
-    return _WATCHED.get(type(x), _pickled if from_library(type(x)) else None)
+    return _pickled if from_library(type(x)) else None
 
 
 def _as_of_base(x: Any) -> Any:
@@ -399,6 +399,11 @@ class _OpaqueValue:
         self.reason, self.digest = str(reason), zlib.crc32(x.tobytes()) if codec.is_array(x) else 0
         self.x, self.items = x, [*x, *(x.values() if isinstance(x, dict) else ())] if isinstance(x, list | dict | deque) else []
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _OpaqueValue) or self.x is not other.x or self.digest != other.digest:
+            return False
+        return len(self.items) == len(other.items) and all(map(is_, self.items, other.items))
+
 
 def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
     x = dict(x.items()) if type(x) is mutations.Slots else x
@@ -415,13 +420,6 @@ def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
 
 _OF_MODELS = ("__pydantic_private__", "__pydantic_fields_set__", "__pydantic_extra__")
 """What a pydantic model holds beside its fields."""
-
-
-def _same(before: Any, after: Any) -> bool:
-    if isinstance(before, _OpaqueValue) and isinstance(after, _OpaqueValue):
-        same = before.x is after.x and before.digest == after.digest and len(before.items) == len(after.items)
-        return same and all(map(is_, before.items, after.items))
-    return not isinstance(before, _OpaqueValue) and not isinstance(after, _OpaqueValue) and before == after
 
 
 def _same_form(before: Any, after: Any) -> bool:

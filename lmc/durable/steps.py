@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from lmc import codec, json_data, pages
-from lmc.backend.results import Output
 from lmc.durable import call_records, records
 from lmc.durable.cipher import Key
 from lmc.durable.groups import Record, output_of
@@ -131,7 +130,9 @@ def _listed(contents: Contents, item: int) -> Story:
         elif entry[0] == "f":
             steps.append(RunStep(number, "ask", _place(entry), "", "", f"failed: {_failure(entry[3])}"))
         else:
-            steps.append(_answered(number, _place(entry), output_of(entry)))
+            output = output_of(entry)
+            tokens = output.usage.prompt_tokens, output.usage.completion_tokens
+            steps.append(RunStep(number, "ask", _place(entry), "", "", "\n".join(output.texts), tokens))
     waiting = bool(steps) and steps[-1].result == _WAITS
     end = _WAITS if known.end is None and waiting else "cut off" if known.cut_off else "finished" if not known.end else ": ".join(known.end[0])
     return Story(str(contents.header.get("program")), str(contents.header.get("backend")), item, steps, end, shown_arguments(known.arguments))
@@ -148,11 +149,6 @@ def shown_arguments(arguments: Any) -> str:
 def _place(record: Record) -> str:
     stream, ordinal = record[1][0]
     return f"{stream}#{ordinal}"
-
-
-def _answered(number: int, name: str, output: Output) -> RunStep:
-    tokens = output.usage.prompt_tokens, output.usage.completion_tokens
-    return RunStep(number, "ask", name, "", "", "\n".join(output.texts), tokens)
 
 
 _WAITS = "waits for a person's answer"

@@ -38,21 +38,17 @@ class CallsUnderWay:
     def claim(self, reached: CallSnapshot) -> None:
         """Note what a call has changed since it began or went on; others have not."""
         with self.lock:
-            self._claim(reached)
-
-    def _claim(self, reached: CallSnapshot) -> None:
-        if reached.is_empty:
-            return
-        reached.claim()
-        for other in self._calls:
-            if other.whole and other is not reached:
-                other.look_like(reached)
+            if not reached.is_empty:
+                reached.claim()
+                for other in self._calls:
+                    if other.whole and other is not reached:
+                        other.look_like(reached)
 
     def _settle(self, reached: CallSnapshot) -> None:
         """Let calls on threads claim what they have changed so far of what another is given."""
         for other in self._calls:
             if other.whole and other is not reached and other.shares(reached):
-                self._claim(other)
+                self.claim(other)
 
     def redo(self, reached: CallSnapshot, known: Effect, decode: Callable[[Any], Any]) -> None:
         """Make the changes of a known call again."""

@@ -56,10 +56,8 @@ def replayed(
     Raises JournalError if the journal is not the program's.
     """
     contents = records.read(path, key)
-    found = {"program": program.name, "source": program.digest}
-    for name, ours in found.items():
-        if contents.header.get(name) != ours:
-            raise JournalError(f"{path} is of the program {contents.header.get('program')} with another source than {program.described} has now")
+    if (contents.header.get("program"), contents.header.get("source")) != (program.name, program.digest):
+        raise JournalError(f"{path} is of the program {contents.header.get('program')} with another source than {program.described} has now")
     numbers = numbers_of(contents, item, path)
     if change is not None and len(numbers) > 1:
         raise JournalError(f"{path} has {len(numbers)} runs; say which one to change: --item N")
@@ -116,8 +114,8 @@ class View(RunJournal):
         since, _ = since_last(before)
         step = RunStep(len(self.steps), "select" if isinstance(ask, Select) else "gen", str(ask.name), _line(ask.loc), "".join(map(_text, since)), "")
         step.pictures = [url for part in since if isinstance(part, Image) and (url := thumbnail(part)) is not None]
-        changed = self.change is not None and step.number == self.change.at and self.change.answer is not None
-        if changed or (self.change is not None and (step.number > self.change.at or (step.number == self.change.at and self.change.answer is None))):
+        if self.change is not None and step.number >= self.change.at:
+            changed = step.number == self.change.at and self.change.answer is not None
             self.go_on()
             step.source = "changed" if changed else "now"
             digest, _ = self.check(before, ask)
