@@ -43,7 +43,7 @@ class DeferredAwaitable:
     of          the call that awaiting it counts as
     doubt       error raised then: a task, or the call itself, may have done something. None if it may be made again
     idempotent  whether an await begun earlier may begin again
-    called      methods of it that are in the journal
+    called      methods of it that are in the journal, or by which the program has cancelled a task
     """
 
     def __init__(
@@ -60,8 +60,12 @@ class DeferredAwaitable:
         self.given, self._call, self._made = given, call, list[Any]()
 
     def __getattr__(self, name: str) -> Any:
-        """Return a method, whose call is in the journal too."""
-        return DeferredMethod(self, name)
+        """Return a method, whose call is in the journal too, but for `cancel` of a task."""
+        return self._cancel if name == "cancel" and self.kind == "Task" else DeferredMethod(self, name)
+
+    def _cancel(self, msg: Any = None) -> bool:
+        self.called.add("cancel")
+        return True
 
     def __await__(self) -> Generator[Any, None, Any]:
         return (yield from self.made().__await__())

@@ -175,6 +175,17 @@ async def leaves_tasks_alone(s: Any) -> Any:
     return counted
 
 
+@lmc.function
+async def cancels_a_task_of_a_tool(s: Any) -> Any:
+    counting = begins_to_count({}, "a")
+    counting.cancel()
+    try:
+        await counting
+    except asyncio.CancelledError:
+        s += "cancelled" + lmc.gen("a", max_tokens=2)
+    return s["a"]
+
+
 def resumed(program: Any, directory: Path) -> list[str]:
     """How a run ends that is resumed behind each record: as one without a journal, or with an error."""
     expected = seen(program.run(backend=lmc.Mock(), seed=1))
@@ -194,6 +205,11 @@ def resumed(program: Any, directory: Path) -> list[str]:
 def test_what_returned_coroutines_change_is_changed_again(tmp_path: Path) -> None:
     ends = resumed(awaits_what_functions_return, tmp_path)
     assert not CALLS and {*ends} == {"as before", "InDoubtEffect"}
+
+
+def test_a_task_of_a_tool_is_cancelled_again_where_its_end_is_known(tmp_path: Path) -> None:
+    ends = resumed(cancels_a_task_of_a_tool, tmp_path)
+    assert "InDoubtEffect" in ends and ends[-3:] == ["as before"] * 3, "behind its end, the answer, and the end of the run"
 
 
 def test_a_function_whose_coroutine_is_gone_is_called_again_only_if_it_computes_or_a_person_says_so(tmp_path: Path) -> None:
