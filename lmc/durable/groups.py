@@ -43,9 +43,7 @@ class Writes(Protocol):
 
 Answered = tuple[Sequence[Ask], Writes, Result]
 """Places of requests, with their checksums."""
-Begun = tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]]]
-"""Beginning runs with only text arguments: their numbers, names of their arguments, and a column of values for each."""
-Entry = Answered | tuple[int, Record] | tuple[Begun]
+Entry = Answered | tuple[int, Record]
 """Contents of a group; a record has its run. They are distinguished by their lengths."""
 
 
@@ -56,21 +54,22 @@ def group_of(entries: Iterable[Entry]) -> list[list[Any]]:
     """Return the sections of what became known, in this order for each run."""
     sections: list[list[Any]] = []
     ended: list[int] = []
+    begun: dict[tuple[str, ...], dict[int, Mapping[str, str]]] = {}  # by the names of arguments, if all are text
     answers = _Answers()
     for entry in entries:
         if len(entry) > 2:
             answers.add(entry)
-        elif len(entry) == 1:
-            sections.append(["begun", *entry[0]])
         elif entry[1] is WELL:
             ended.append(entry[0])
+        elif entry[1][0] == "b" and type(given := entry[1][1]) is dict and set(map(type, given.values())) == {str}:
+            begun.setdefault(tuple(given), {})[entry[0]] = given
         else:
             if entry[0] in answers.items:
                 sections += answers.taken()
                 answers = _Answers()
             sections.append(["record", *entry])
-    sections += answers.taken()
-    return [*sections, ["ended", ended, int(time.time())]] if ended else sections
+    first = [["begun", [*runs], names, [[given[name] for given in runs.values()] for name in names]] for names, runs in begun.items()]
+    return [*first, *sections, *answers.taken(), *([["ended", ended, int(time.time())]] if ended else [])]
 
 
 class _Answers:

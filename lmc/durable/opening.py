@@ -113,11 +113,6 @@ def _enter(journal: JournalFile, bound: Sequence[inspect.BoundArguments], number
         if len(arguments.arguments) < len(arguments.signature.parameters):
             arguments.apply_defaults()
     records = journal.contents.records
-    new = [n for n, number in enumerate(numbers) if number not in records]
-    if new:
-        _begin(journal, [bound[n] for n in new], [numbers[n] for n in new])
-    if len(new) == len(numbers):
-        return
     for number, arguments in zip(numbers, bound, strict=True):
         known = records.get(number)
         if known is not None and known[0][0] != "x" and not _same(_beginning(_given(arguments)), known[0]):
@@ -127,6 +122,9 @@ def _enter(journal: JournalFile, bound: Sequence[inspect.BoundArguments], number
                 "before, or a journal of its own",
                 loc=caller_loc(),
             )
+    for number, arguments in zip(numbers, bound, strict=True):
+        if number not in records:
+            journal.put(number, _beginning(_given(arguments)))
 
 
 def _same(given: Record, known: Record) -> bool:
@@ -135,17 +133,6 @@ def _same(given: Record, known: Record) -> bool:
     if type(known[1]) is dict and set(map(type, known[1].values())) <= {str}:
         return given == known
     return json.dumps(given, sort_keys=True) == json.dumps(known, sort_keys=True)
-
-
-def _begin(journal: JournalFile, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
-    """Begin new runs, written together if their arguments are text."""
-    names = list(bound[0].arguments)[1:]
-    columns = list(zip(*[arguments.arguments.values() for arguments in bound], strict=True))[1:]
-    if all(set(map(type, column)) == {str} and len(max(column, key=len)) < LARGEST // 8 // len(columns) for column in columns):  # at most 6 bytes a character
-        journal.add(((numbers, names, columns),))
-        return
-    for number, arguments in zip(numbers, bound, strict=True):
-        journal.put(number, _beginning(_given(arguments)))
 
 
 def _given(arguments: inspect.BoundArguments) -> dict[str, Any]:

@@ -97,26 +97,17 @@ def _groups(runs: Mapping[int, list[Record]]) -> Iterator[list[list[Any]]]:
     items = iter(runs)
     while some := list(islice(items, MANY)):
         ended = dict[int, list[int]]()
-        together = _begin_together([runs[item][0] for item in some])
         left: list[list[tuple[_KnownRun, Record]]] = []
         for item in some:
-            records = runs[item][together is not None :]
+            records = runs[item]
             if records and records[-1][:2] == WELL:
                 *records, (_, _, when) = records
                 ended.setdefault(when, []).append(item)
             run = _KnownRun(item)
             left.append([(run, record) for record in records])
         steps = [each for step in zip_longest(*left) for each in step if each is not None]
-        entries: list[Entry] = [((some, *together),)] if together is not None else []
-        entries += [(tuple(map(tuple, record[1])), run, _answer(record)) if record[0] == "a" else (run.item, record) for run, record in steps]
+        entries: list[Entry] = [(tuple(map(tuple, record[1])), run, _answer(record)) if record[0] == "a" else (run.item, record) for run, record in steps]
         yield [*group_of(entries), *[["ended", items, when] for when, items in ended.items()]]
-
-
-def _begin_together(records: Sequence[Record]) -> tuple[Sequence[str], Sequence[Sequence[str]]] | None:
-    """Return names and columns of arguments, if the runs begin with only text under the same names."""
-    shapes = {tuple(given) if record[0] == "b" and type(given := record[1]) is dict and set(map(type, given.values())) == {str} else None for record in records}
-    names = shapes.pop()
-    return None if shapes or names is None else (names, [[record[1][name] for record in records] for name in names])
 
 
 @dataclass
