@@ -12,9 +12,12 @@ import functools
 import queue
 import threading
 import types
-from collections.abc import Awaitable, Callable, Generator
+from collections import deque
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
+from math import inf
+from time import monotonic
 from typing import Any, Protocol
 
 from lmc.durable.turns import ThreadTurns
@@ -37,7 +40,7 @@ class OwnWaits:
     def __init__(self, run: RunProgress) -> None:
         self._run = run
         self._open: set[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = set()
-        self._blocked = list[threading.Condition]()
+        self._queuing, self._queues = threading.Lock(), dict[int, deque[threading.Event]]()
         self._why: InDoubtEffect | Interrupted | JournalError | None = None
 
     async def wait(self, awaitable: Awaitable[Any]) -> Any:
@@ -61,14 +64,12 @@ class OwnWaits:
         self.look()
 
     def look(self) -> None:
-        """See whether they end, those in tasks now or after some turns of their loops: a call has ended. From any thread."""
+        """See whether those in tasks end, now or after some turns of their loops: a call has ended. From any thread."""
         if self._why is None:
             return
         for loop, timeout in [*self._open]:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._turn, (loop, timeout), 0, -1)
-        for condition in [*self._blocked] if not self._run.busy else ():  # each on a thread: this one, or one that waits, may have its lock
-            threading.Thread(target=_notify, args=(condition,), name="lmc-journal-wake", daemon=True).start()
 
     def _turn(self, wait: tuple[asyncio.AbstractEventLoop, asyncio.Timeout], turns: int, recalled: int) -> None:
         if wait not in self._open or self._run.busy:  # the end of a call looks again
@@ -100,45 +101,61 @@ class OwnWaits:
             return OwnPool(self._run.threads.leave, x)
         return OwnLock(self.ending(x.acquire, x), x) if isinstance(x, _LOCKS) else x
 
-    @contextlib.contextmanager
-    def blocked(self, condition: threading.Condition) -> Generator[None]:
-        """In the block, in which it has the lock of a condition, a thread waits for that."""
-        self._blocked.append(condition)
-        try:
+    def until(self, has_come: Callable[[float], bool], timeout: float | None) -> bool:
+        """Wait on a thread for what `has_come`, which waits for so many seconds, returns True for; return False after `timeout` seconds. Others go on
+        meanwhile, unless it is there at once."""
+        end, seconds = inf if timeout is None else monotonic() + timeout, 0.0
+        while not has_come(seconds):
+            self._run.threads.leave()
             self._check()
-            yield
-            self._check()
-        finally:
-            self._blocked.remove(condition)
+            if (seconds := min(_POLL, end - monotonic())) <= 0:
+                return False
+        return True
 
     def _check(self) -> None:
-        self._run.threads.leave()
         if self._why is not None and not self._run.busy:
             raise copy(self._why)
 
     def acquire(self, fn: Callable[[bool, float], bool], blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire a lock."""
-        if not blocking or timeout != -1:
+        """Acquire a lock. The threads of the program do it in the order in which they have come to it, which is the same one when the run is resumed."""
+        lock: Any = fn.__self__  # type: ignore[attr-defined]
+        if not blocking or (timeout <= 0 and timeout != -1) or (isinstance(lock, _LOCKS[1]) and lock._is_owned()):  # type: ignore[attr-defined]
             return fn(blocking, timeout)
-        while not fn(True, _POLL):
-            self._check()
-        return True
+        is_first = threading.Event()
+        with self._queuing:
+            queued = self._queues.setdefault(id(lock), deque())
+            queued.append(is_first)
+            queued[0].set()
+        try:
+            return self.until(lambda seconds: is_first.wait(seconds) and fn(True, seconds), None if timeout == -1 else timeout)
+        finally:
+            with self._queuing:
+                queued.remove(is_first)
+                if queued:
+                    queued[0].set()
+                else:
+                    del self._queues[id(lock)]
 
     def get(self, fn: Callable[[bool, float | None], Any], block: bool = True, timeout: float | None = None) -> Any:
         """Get an item of a SimpleQueue."""
-        while block and timeout is None:
+        if not block or (timeout is not None and timeout <= 0):
+            return fn(block, timeout)
+        items = list[Any]()
+
+        def has_come(seconds: float) -> bool:
             with contextlib.suppress(queue.Empty):
-                return fn(True, _POLL)
-            self._check()
-        return fn(block, timeout)
+                items.append(fn(True, seconds))
+            return bool(items)
+
+        if not self.until(has_come, timeout):
+            raise queue.Empty
+        return items[0]
 
     def join(self, fn: Callable[[float | None], None], timeout: float | None = None) -> None:
         """Wait for the end of a thread."""
-        fn(_POLL if timeout is None else timeout)
-        self._check()
-        while timeout is None and fn.__self__.is_alive():  # type: ignore[attr-defined]
-            fn(_POLL)
-            self._check()
+        thread: threading.Thread = fn.__self__  # type: ignore[attr-defined]
+        self.until(lambda seconds: (fn(seconds), not thread.is_alive())[1], timeout)
+        self._check()  # it may have ended because the run does
 
 
 class OwnCondition(threading.Condition):
@@ -146,8 +163,21 @@ class OwnCondition(threading.Condition):
 
     def wait(self, timeout: float | None = None) -> bool:
         recorder: Any = RECORDING.get()
-        with contextlib.nullcontext() if recorder is None else recorder.journal.effects.waits.blocked(self):
+        if recorder is None or not self._is_owned():  # type: ignore[attr-defined]
             return super().wait(timeout)
+        waiter, has_come = threading.Lock(), False
+        waiter.acquire()
+        self._waiters.append(waiter)  # type: ignore[attr-defined]  # as Python's own does; it keeps its place among them, however long this lasts
+        saved = self._release_save()  # type: ignore[attr-defined]
+        try:
+            has_come = recorder.journal.effects.waits.until(functools.partial(waiter.acquire, True), timeout)
+            return has_come
+        finally:
+            self._acquire_restore(saved)  # type: ignore[attr-defined]
+            if waiter in self._waiters:  # type: ignore[attr-defined]
+                self._waiters.remove(waiter)  # type: ignore[attr-defined]
+            elif not has_come:
+                self.notify()  # another one, in its place
 
 
 class OwnLock:
@@ -177,11 +207,6 @@ class OwnPool:
         return self._pool.__exit__(*error)
 
 
-def _notify(condition: threading.Condition) -> None:
-    with condition:
-        condition.notify_all()
-
-
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 WAITED_FOR = (
     *_LOCKS, queue.SimpleQueue, threading.Thread, threading.Condition, threading.Event, threading.Semaphore, threading.Barrier, queue.Queue, Future,
@@ -189,8 +214,8 @@ WAITED_FOR = (
 )  # fmt: skip
 """Types of what a thread waits for."""
 _POLLED = {"acquire": OwnWaits.acquire, "get": OwnWaits.get, "join": OwnWaits.join}
-"""Methods of locks, of a SimpleQueue and of threads, in which nothing but time can end a wait."""
+"""Methods of locks, of a SimpleQueue and of threads, which have no condition."""
 _POLL = 0.05
-"""Seconds after which these look whether the run ends."""
+"""Seconds after which a wait on a thread looks whether the run ends: what it waits for may be shared with others, whom a notification would wake."""
 TURNS = 16
 """Turns of the event loop within which a task of a group, and of nested groups, reaches its next recorded effect."""

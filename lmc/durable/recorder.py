@@ -332,7 +332,17 @@ class Recorder:
         named = {name: self._given(x, _as_function(x) if name in _CALLED else x) for name, x in kwargs.items()}
         self.journal.effects.threads.leave()  # it may wait for what they do
         made = fn(*map(self._given, args, called), **named)
+        if isinstance(made, types.GeneratorType) and isinstance(attribute(fn, "__self__"), ThreadPoolExecutor):
+            return self._gone_through(made)
         return self.journal.effects.tasks.made_on_thread(made) if isinstance(made, Future) else made
+
+    def _gone_through(self, results: Generator[Any, Any, Any]) -> Generator[Any]:
+        """Yield what `pool.map` does, which waits for what threads do."""
+        with contextlib.closing(results):
+            self.journal.effects.threads.leave()
+            for x in results:
+                yield x
+                self.journal.effects.threads.leave()
 
     def _given(self, x: Any, called: Any) -> Any:
         """Return what to pass to uninstrumented code for `x`, which that calls as the function `called`, if that is another object."""

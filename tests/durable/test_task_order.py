@@ -14,6 +14,7 @@ import pytest
 
 import lmc
 from lmc.durable import records
+from lmc.durable.turns import ThreadTurns
 from tests.backend.gated import Gated, InTurn
 from tests.durable.resuming import CALLS, done, journal_of, lay, prefixes, seen
 from tests.searching import TIMES, some
@@ -517,6 +518,71 @@ def test_threads_go_on_in_the_order_in_which_they_did(kind: str, tmp_path: Path)
             assert threads_in_another_order.run(kind, backend=lmc.Mock(), journal=path).ret_value == expected
             assert len(CALLS) == 2 - known
             known = 2
+
+
+class _TimedOut(threading.Condition):
+    """A condition that notes which waits for it have timed out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = list[bool]()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.found.append(not (came := super().wait(timeout)))
+        return came
+
+
+@lmc.function
+def threads_that_wait(s: Any, kind: str) -> Any:
+    """One that has the turn waits for another one, which waits for its turn."""
+    lock, held, found = threading.Lock(), threading.Event(), list[str]()
+
+    def add(q: str) -> None:
+        x = opened(q)
+        with lock:
+            found.append(opened(x + "1"))
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            opened("first")
+
+    with ThreadPoolExecutor(4) as pool:
+        match kind:
+            case "results":
+                for x in pool.map(opened, ["last", "first"]):
+                    found.append(opened(x + "1"))
+                    open_gate()
+            case "join" | "lock":
+                thread = threading.Thread(target=hold)
+                thread.start()
+                held.wait()
+                found.append(opened("1"))
+                open_gate()
+                thread.join(60) if kind == "join" else lock.acquire(timeout=60) and lock.release()
+            case _:
+                pool.map(add, "abcdefgh")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["results", "join", "lock", "several"])
+def test_no_thread_waits_for_the_turn_of_one_that_waits_for_it(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[_TimedOut]()
+
+    class Turns(ThreadTurns):
+        def __init__(self) -> None:
+            super().__init__()
+            self._changed = _TimedOut()
+            found.append(self._changed)
+
+    monkeypatch.setattr("lmc.durable.known.ThreadTurns", Turns)
+    monkeypatch.setattr("lmc.durable.turns.STILL", 5.0)
+    results = []
+    for _ in range(2):
+        GATE.clear()
+        results.append(threads_that_wait.run(kind, backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value)
+    assert results[0] == results[1]
+    assert not any(late for condition in found for late in condition.found)
 
 
 DELAYS = [0.05, 0.0]

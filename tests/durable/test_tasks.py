@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.contexts import having
 from lmc.durable import journal, records, viewer
 from lmc.durable.own_waits import OwnWaits
+from lmc.durable.turns import ThreadTurns
+from lmc.frontend.host import RECORDING
 from tests.backend.gated import InTurn
 from tests.durable.resuming import CALLS, journal_of, lay, prefixes, resumes_anywhere, seen
 from tests.searching import TIMES, some
@@ -652,6 +655,35 @@ def test_what_a_thread_in_doubt_was_to_end_is_not_waited_for(kind: str, stops: s
             waits_for_a_thread.run(kind, stops, backend=mock, seed=1, journal=path)
     lmc.Journal(path).resolve("paid x") if stops == "doubt" else lmc.Journal(path).answer("paid x")
     assert isinstance(waits_for_a_thread.run(kind, stops, backend=lmc.Mock(), journal=path).ret_value, str)
+
+
+def test_a_wait_that_ends_with_its_run_wakes_nobody_else() -> None:
+    """An event would be taken for set, and a future for late."""
+    waits, event, found = OwnWaits(SimpleNamespace(busy=0, recalled=0, threads=ThreadTurns())), threading.Event(), list[Any]()
+    of_run: Any = SimpleNamespace(journal=SimpleNamespace(effects=SimpleNamespace(waits=waits)))
+
+    def wait() -> None:
+        try:
+            found.append(event.wait())
+        except lmc.InDoubtEffect as error:
+            found.append(error)
+
+    def wait_in_run() -> None:
+        with having(RECORDING, of_run):
+            wait()
+
+    other, own = threading.Thread(target=wait), threading.Thread(target=wait_in_run)
+    other.start()
+    while not event._cond._waiters:  # type: ignore[attr-defined]
+        pass
+    waits.ending(event.wait, event)
+    own.start()
+    waits.end(lmc.InDoubtEffect("doubt"))
+    own.join()
+    assert [type(x) for x in found] == [lmc.InDoubtEffect] and len(event._cond._waiters) == 1  # type: ignore[attr-defined]
+    event.set()
+    other.join()
+    assert found[1:] == [True]
 
 
 @pytest.mark.parametrize("turns", range(4))
