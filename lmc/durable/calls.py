@@ -146,13 +146,15 @@ class JournaledCalls(Answers):
         with self.effects.under_way.making(reached):
             with self.attempts(fn, number, known):
                 outcome = make()
-            self.effects.take_turn(None)
-            self.effects.under_way.claim(reached)
-            if outcome[0] and inspect.isawaitable(outcome[1]):
-                made = inner_of(outcome[1])
-                of = (call.name, (number,), {}) if isinstance(made, types.CoroutineType) else None
-                self.effects.made[id(made)] = MadeAwaitable(made, call.name, of, (fn, *args, *kwargs.values()), None if of else reached, loc)
-            self.write_outcome(number, call, fn, outcome, args, reached, 0 if by is None else by.calls - before)
+            try:
+                self.effects.take_turn(None)
+            finally:  # an interrupted wait leaves no call in doubt that was made
+                self.effects.under_way.claim(reached)
+                if outcome[0] and inspect.isawaitable(outcome[1]):
+                    made = inner_of(outcome[1])
+                    of = (call.name, (number,), {}) if isinstance(made, types.CoroutineType) else None
+                    self.effects.made[id(made)] = MadeAwaitable(made, call.name, of, (fn, *args, *kwargs.values()), None if of else reached, loc)
+                self.write_outcome(number, call, fn, outcome, args, reached, 0 if by is None else by.calls - before)
         return outcome
 
     def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:

@@ -572,6 +572,22 @@ def test_what_a_call_in_doubt_was_to_end_is_not_waited_for(waits: Any, tmp_path:
 
 
 @lmc.function
+def pays_once(s: Any) -> Any:
+    return pay_now("x")
+
+
+def test_a_call_is_not_in_doubt_whose_turn_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("lmc.durable.known.KnownEffects.take_turn", interrupted)
+        pays_once.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    CALLS.clear()
+    assert pays_once.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value == "paid x" and not CALLS
+
+
+@lmc.function
 def waits_for_a_thread(s: Any, kind: str, stops: str) -> Any:
     s += "q" + lmc.gen("a", max_tokens=2)
     found, items, simple, event, future = list[str](), queue.Queue[str](), queue.SimpleQueue[str](), threading.Event(), Future[str]()
