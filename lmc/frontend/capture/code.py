@@ -319,9 +319,10 @@ class Evaluator:
         return found
 
     def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
+        key = (id(module), name)
         self.changed.append(module)
-        self.snapshot.changed.add((id(module), name))
-        self.globals[id(module), name] = Unknown(None, of=(x,))  # Python may have been here before the name was first read
+        self.snapshot.changed.add(key)
+        self.globals[key] = Unknown(None, of=(x,)) if key in self.snapshot.names else x  # Python may have been here before the name was first read
 
     # -- rules of the language, each in its module (evaluation.py)
 

@@ -162,6 +162,7 @@ def test_where_python_has_asked_certainty_begins_again():
 
 
 N = 0
+TOPIC = ""
 LOG: list[str] = []
 
 
@@ -188,6 +189,25 @@ def test_what_the_program_changes_outside_is_unknown_from_then_on():
         evaluation.run()
         assert [a.prompt for a in emitter.asked] == expected
     assert N == 0 and not LOG
+
+
+@lmc.function
+def sets_a_global(s, q):
+    global TOPIC
+    TOPIC = q
+    s += TOPIC + lmc.gen("a")
+    TOPIC = s["a"]
+    s += TOPIC + lmc.gen("b")
+
+
+def test_a_global_that_the_program_sets_before_it_is_read_is_known():
+    snapshot = OutsideSnapshot(("q",))
+    for answers, expected in (({}, ["q", None]), ({"a": "A"}, ["q", "qAA"])):
+        emitter = Recording(answers)
+        evaluation = emitter.evaluation = Evaluation(sets_a_global, snapshot, emitter)
+        evaluation.run()
+        assert [a.prompt for a in emitter.asked] == expected
+    assert TOPIC == ""
 
 
 @lmc.function
