@@ -75,3 +75,16 @@ def test_an_answer_is_not_taken_for_that_of_another_line() -> None:
     backend = Gated()
     usage = eager(lmc.compile(asks_in_a_generators_item), evaluated=backend.answer)("q", backend=backend).usage
     assert (usage.calls, usage.ahead_wasted) == (4, 0)
+
+
+@lmc.function
+def appends_elements_of_a_comprehension(s, q):
+    found = ""
+    for f, e in zip(s.fork(3), [lmc.gen(name, max_tokens=3) for name in "abc"]):
+        f += q + e
+        found += f[e.name]
+
+
+def test_an_element_of_a_comprehension_is_of_its_own_line_and_column() -> None:
+    usage = eager(lmc.compile(appends_elements_of_a_comprehension))("q", backend=Gated(3)).usage
+    assert (usage.calls, usage.ahead_asked, usage.ahead_used) == (3, 2, 2)

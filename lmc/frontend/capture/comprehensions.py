@@ -27,8 +27,8 @@ class Comprehended:
         loops: list[ast.comprehension] = node.generators
         bound = {x.id for loop in loops for x in ast.walk(loop.target) if isinstance(x, ast.Name)}
         inner, loc = Scope(Comprehension({*bound, _ITEMS}), scope, scope.file, class_name=scope.class_name), scope.loc(node)
-        element = ast.Tuple([node.key, node.value], ast.Load()) if isinstance(node, ast.DictComp) else node.elt
-        self.first, self.element = expression(loops[0].iter, scope), expression(ast.copy_location(element, node), inner)
+        element = ast.copy_location(ast.Tuple([node.key, node.value], ast.Load()), node) if isinstance(node, ast.DictComp) else node.elt
+        self.first, self.element = expression(loops[0].iter, scope), expression(element, inner)
         nothing = Arm(lambda _: None, NO_EFFECTS, loc)
         self.loops: list[tuple[Eval, Bind, list[tuple[Eval, BranchStatement]], BranchStatement]] = []
         for k, loop in enumerate(loops):
