@@ -286,7 +286,9 @@ class Connection(H11Protocol):
         self._wait()
         self._closing[self] = None
         if len(self._closing) > _CLOSING:
-            next(iter(self._closing))._made.abort()
+            oldest = next(iter(self._closing))
+            del self._closing[oldest]  # it is lost in a later turn of the loop, and more may come in this one
+            oldest._made.abort()
 
     def shutdown(self) -> None:
         self._ends = True

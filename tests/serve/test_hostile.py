@@ -359,6 +359,31 @@ def test_only_so_many_clients_that_are_still_sending_are_waited_for(monkeypatch)
     until(lambda: not main.Connection._closing)
 
 
+def test_as_many_are_ended_as_come_too_many_in_one_turn_of_the_loop(monkeypatch):
+    from lmc.serve import main
+
+    heard, sent, receive = list[bytes](), threading.Event(), main.Connection.data_received
+
+    def received(self, data):
+        heard.append(data)
+        if data == b"HTTP/9\r\n\r\n":
+            sent.wait()
+        receive(self, data)
+
+    monkeypatch.setattr(main, "_CLOSING", 1)
+    monkeypatch.setattr(main, "_PATIENCE", 3600)
+    monkeypatch.setattr(main.Connection, "data_received", received)
+    with on_a_port() as url, raw(url) as first, raw(url) as second, raw(url) as third, raw(url) as fourth:
+        clients = (first, second, third, fourth)
+        for client in clients:
+            client.sendall(b"GET / ")
+        until(lambda: len(heard) == 4)
+        for client in clients:
+            client.sendall(b"HTTP/9\r\n\r\n")
+        sent.set()  # the others are read in one turn behind the first
+        until(lambda: sum(map(is_reset, clients)) == 3)
+
+
 def unread(url: str, sent: bytes) -> tuple[bytes, socket.socket]:
     """Send a request, and read nothing of the answer but its first bytes."""
     host, port = url.removeprefix("http://").split(":")
