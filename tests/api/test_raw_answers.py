@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import ssl
+import sys
 import threading
 from email.utils import format_datetime
 from urllib.parse import urlsplit
@@ -485,6 +486,26 @@ def test_a_connection_that_the_server_closed_meanwhile_is_not_used():
     with RawServer(answer) as server:
         asyncio.run(main(server))
         assert [request.connection for request in server.seen] == [1, 2]
+
+
+def test_a_stream_is_read_to_its_end_behind_done():
+    """Its connection is used again, and the loop has no generator to close."""
+    left = list[str]()
+
+    async def answer(request, writer):
+        writer.write(whole(b'data: {"a": 1}\n\ndata: [DONE]\n\n', content_type="text/event-stream"))
+        return True
+
+    async def main(server):
+        sys.set_asyncgen_hooks(finalizer=lambda generator: left.append(generator.__qualname__))
+        wire = HttpWire(server.url, Access())
+        for _ in range(2):
+            assert [received.body async for received in wire.stream(HttpRequest("/", {}))] == [{"a": 1}]
+        await wire.close()
+
+    with RawServer(answer) as server:
+        asyncio.run(main(server))
+        assert [request.connection for request in server.seen] == [1, 1] and not left
 
 
 @pytest.mark.parametrize("kind", ("sglang", "vllm"))

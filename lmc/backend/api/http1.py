@@ -85,13 +85,15 @@ class HttpWire:
                 yield piece
             await exchange  # raises what has broken it
 
+        body = pieces()
         try:
             status, headers = await queue.get() or await exchange
             if status >= 300:
-                raise refused(status, headers, b"".join([piece async for piece in pieces()]), self._path + request.path)
-            async for received in events(pieces(), headers, self.secrets):
+                raise refused(status, headers, b"".join([piece async for piece in body]), self._path + request.path)
+            async for received in events(body, headers, self.secrets):
                 yield received
-            await exchange  # behind its `[DONE]`, too, so that the connection can be used again
+            async for _ in body:  # behind its `[DONE]`, so that the connection can be used again
+                pass
         finally:
             exchange.cancel()
 
