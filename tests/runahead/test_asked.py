@@ -88,3 +88,18 @@ def appends_elements_of_a_comprehension(s, q):
 def test_an_element_of_a_comprehension_is_of_its_own_line_and_column() -> None:
     usage = eager(lmc.compile(appends_elements_of_a_comprehension))("q", backend=Gated(3)).usage
     assert (usage.calls, usage.ahead_asked, usage.ahead_used) == (3, 2, 2)
+
+
+@lmc.function
+def selects_in_an_arm(s, q):
+    s += q + lmc.gen("a", max_tokens=3)
+    if s["a"] == "v":
+        s += lmc.select("b", choices=["u", "v"])
+    return s.text()
+
+
+def test_an_arm_is_looked_into_whose_function_of_lmc_nothing_has_used_yet(monkeypatch) -> None:
+    monkeypatch.delitem(vars(lmc), "select", raising=False)  # which lmc imports when it is first read
+    backend = Gated(answers={"a": "v", "b": "u"})
+    usage = eager(lmc.compile(selects_in_an_arm, ahead="likely"), evaluated=backend.answer)("q", backend=backend).usage
+    assert (usage.calls, usage.ahead_asked, usage.ahead_used) == (2, 1, 1)

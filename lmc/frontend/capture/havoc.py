@@ -416,7 +416,7 @@ def _member(ev: Evaluator, x: Any, name: str) -> Any:
     if type(x) is Object:
         return x.attributes[name]
     if type(x) is types.ModuleType:
-        return ev.attribute(x, name) if name in x.__dict__ else None
+        return ev.attribute(x, name) if name in x.__dict__ or (x.__name__ == "lmc" and name in dir(x)) else None
     if type(x) in op.ATOMS or type(x) in _PLAIN_METHODS or isinstance(x, Function):
         return BoundMethod(name, x)
     if isinstance(x, type) and is_plain(x):
