@@ -106,7 +106,7 @@ def __dir__() -> list[str]:
 
 
 def flush_cache(backend: Any = None, empty_cache: bool = True) -> bool:
-    """Empty the prefix cache of a backend (of the default one, if none is given); return False if there is no backend.
+    """Empty the prefix cache of a backend or that of a name (of the default one, if none is given); return False if there is no backend.
 
     `empty_cache` is accepted and not used: memory that an engine freed is its own.
     """
@@ -118,14 +118,14 @@ def flush_cache(backend: Any = None, empty_cache: bool = True) -> bool:
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any] | None:
-    """Return what a backend (default: the default one) reports of itself: model, limits, cache; None if there is
-    none."""
+    """Return what a backend or that of a name (default: the default one) reports of itself: model, limits, cache; None
+    if there is none."""
     backend = _given_or_default(backend)
     return None if backend is None else backend.server_info()
 
 
 def _given_or_default(backend: Any) -> Any:
-    """Return `backend`, or the default one if it exists: asking about a cache must not load a model."""
+    """Return `backend`, or that of its name; for None the default one if it exists: asking about a cache must not load a model."""
     if backend is not None:
         return _config.as_backend(backend)
     return _config.default_backend() if _config.has_default_backend() else None

@@ -283,14 +283,14 @@ def provide(**makers: Callable[..., Any]) -> None:
     _provided.update(makers)
 
 
-def as_backend(given: Any, what: str = "backend") -> Backend:
-    """Return a backend that was given, or that of a name (`named_backend`). Raises ArgumentError for anything else, which `what` was given as."""
+def as_backend(given: Any) -> Backend:
+    """Return a backend that was given, or that of a name (`named_backend`). Raises ArgumentError for anything else."""
     if isinstance(given, str):
         return named_backend(given)
     if not hasattr(given, "submit"):
-        raise ArgumentError(f"{what}={given!r:.200}: a backend such as lmc.Engine() or its name, such as 'mock', not {type(given).__name__}")
+        raise ArgumentError(f"backend={given!r:.200}: a backend such as lmc.Engine() or its name, such as 'mock', not {type(given).__name__}")
     if isinstance(given, type):
-        raise ArgumentError(f"{what}={given.__name__}: that is the class, not a backend; call it, as in lmc.{given.__name__}(…)")
+        raise ArgumentError(f"backend={given.__name__}: that is the class, not a backend; call it, as in lmc.{given.__name__}(…)")
     return given
 
 
