@@ -124,10 +124,10 @@ class JournaledCalls(Answers):
         if known is not None:
             if known.outcome is not None:
                 self.effects.take_turn(known)
-            if known.outcome is not None and (outcome := self._recalled(known, fn, (*args, *kwargs.values()), reached, make, loc)) is not None:
-                if by is not None and len(known.outcome) == 5:
-                    by.calls += known.outcome[4]
-                return outcome
+                if (outcome := self._recalled(known, fn, (*args, *kwargs.values()), reached, make, loc)) is not None:
+                    if by is not None and len(known.outcome) == 5:
+                        by.calls += known.outcome[4]
+                    return outcome
             if known.doubtful and not is_idempotent(fn) and not self.may_begin_again((*args, *kwargs.values())):
                 if not isinstance(fn, HostFunction) or fn.check is None:
                     return False, self.stops_at(self.in_doubt(known, loc))

@@ -168,8 +168,9 @@ class KnownEffects:
             self.threads.take(lambda: (first := self._next()) is None or first.ended >= ended, lambda: self.recalled)
             if event is not None:
                 self.come_past(event)
-                for earlier in self._ended or ():
-                    earlier.passed = earlier.passed or (earlier.ended < ended and not earlier.suspended)  # left out
+                with self.lock:  # others look for the first one
+                    for earlier in itertools.takewhile(lambda e: e.ended < ended, self._ended or ()):
+                        earlier.passed = earlier.passed or not earlier.suspended  # left out
 
     async def in_turn(self, event: Effect | Read) -> None:
         """Let others go on, as they did while a known effect, or an answer, was awaited: those whose effects ended before it."""
